@@ -44,7 +44,7 @@ SEPARATOR = "\n"
 
 def allocation_paths(rank_folder: Path) -> list[Path]:
     """The rank's allocation windows in order; raises NotRecorded where there is none."""
-    return numbered_files(rank_folder, "allocations", ".parquet", "; record the run with '--trace-steps 5:7'.")
+    return numbered_files(rank_folder, "allocations", ".parquet", "; record the run with '--trace-steps 2:4'.")
 
 
 def read_allocations(path: Path) -> AllocationWindow:

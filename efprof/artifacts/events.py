@@ -179,11 +179,15 @@ class TrainingStopped(Event, tag="training_stopped"):
 
 
 class StepInterrupted(Event, tag="step_interrupted"):
-    """The run ended within this step, in `stage`, at this memory."""
+    """The run ended within this step, in `stage`, at this memory.
+
+    `peak_bytes` is the most that the CUDA allocator had in use, since the program reset that mark last.
+    """
 
     stage: str
     allocated_bytes: int
     reserved_bytes: int
+    peak_bytes: int | None = None
 
 
 class CollectorStopped(Event, tag="collector_stopped"):

@@ -45,8 +45,7 @@ class BoundaryMemory(msgspec.Struct, array_like=True, gc=False):
     """Memory at one boundary, `at_us` microseconds from the step's start.
 
     The CUDA allocator alone tells of active bytes (allocated, or freed and waited for by a stream), of inactive
-    bytes in split blocks, how often it emptied its cache to try again, and how much it had reserved at most since the
-    program reset that mark last.
+    bytes in split blocks, how often it emptied its cache to try again, and how much it had reserved at most so far.
     """
 
     boundary: str

@@ -53,7 +53,7 @@ def device_synchronisation(run: Run) -> Examination:
         named = ", ".join(f"on a GPU {line.calls[0]} waits at {line.blame}" for line in lines)
         raise NothingToLookAt(f"{CUDA_DEVICE}{in_brackets(named)}")
     if waits.use is None and not lines:
-        raise NotRecorded("no trace tells what the host waits for; record the run with '--trace-steps 5:7'.")
+        raise NotRecorded("no trace tells what the host waits for; record the run with '--trace-steps 2:4'.")
     told = ", ".join(f"{line.calls[0]} {format_ms(line.typical_ms)}" for line in waits.of("told"))
     looked_at = f"{waits.steps}, {format_count(len(lines), 'line')} that waited without reading"
     findings = tuple(_finding(run, line) for line in worth_an_edit(run, "synchronisation"))

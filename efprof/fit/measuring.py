@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,6 +44,8 @@ def measure_peak(command: Sequence[str], batch: int) -> int | None:
         run = open_run(folders[0].parent)
         if run.run_file.ended == "out_of_memory":
             return None
+        if run.run_file.ended == "raised":
+            raise EfprofError(f"'{' '.join(words)}' failed; it said last: {said}")
         peak = _peak_bytes(run)
     if peak is None:
         raise EfprofError(f"'{' '.join(words)}' trained no step whose memory could be read; it said last: {said}")
@@ -77,15 +80,16 @@ def _peak_bytes(run: Run) -> int | None:
 
     Returns None if no step tells. A CPU's readings count all of the process, so its window's allocations are replayed.
     """
-    peaks = [
-        here.peak_reserved_bytes or here.reserved_bytes for rank in run.rank_folders for here in _device_readings(rank)
-    ]
+    peaks = list[int]()
+    for rank in run.rank_folders:
+        with suppress(NotRecorded):
+            peaks += [here.peak_reserved_bytes or here.reserved_bytes for here in _device_readings(rank)]
     if peaks:
         return max(peaks)
     estimate = run.find(GpuEstimate, UnreadableInput, ThinEvidence)
-    return None if estimate is None else estimate.peak_allocated_bytes
+    return None if estimate is None else estimate.peak_allocated_bytes - estimate.workspace_bytes
 
 
 def _device_readings(rank: Path) -> list[BoundaryMemory]:
-    """Returns what the CUDA allocator told at the boundaries of all steps."""
+    """Returns what the CUDA allocator told at the boundaries of all steps; raises NotRecorded if there is none."""
     return [here for step in read_steps(rank)[0] for here in step.memory if here.active_bytes is not None]

@@ -7,11 +7,12 @@ from efprof.model import Fix, frozen_dataclass
 
 
 class Setting(NamedTuple):
-    """What ends the calls of this kind, `call` in their name, that a function makes or leads to."""
+    """What ends calls of this kind, `call` in their name, of a function, or of another at most `depth` below it."""
 
     function: str
     call: str
     advice: str
+    depth: int = 1
 
 
 @frozen_dataclass
@@ -30,8 +31,8 @@ OF_LIBRARIES = (
         packages=("transformers",),
         checked="transformers 4.57.1 and 5.24.0",
         settings=(
-            Setting("Trainer._run_epoch", "bool", NO_FILTER),
-            Setting("Trainer._inner_training_loop", "bool", NO_FILTER),
+            Setting("Trainer._run_epoch", "bool", NO_FILTER, depth=0),
+            Setting("Trainer._inner_training_loop", "bool", NO_FILTER, depth=0),
             Setting(
                 "Trainer.training_step",
                 "empty_cache",
@@ -41,6 +42,7 @@ OF_LIBRARIES = (
                 "Trainer._maybe_log_save_evaluate",
                 "item",
                 "Set a larger `logging_steps` in `TrainingArguments`.",
+                depth=0,
             ),
             Setting(
                 "Trainer._track_num_input_tokens",
@@ -57,8 +59,9 @@ OF_LIBRARIES = (
                 "_ResultCollection.metrics",
                 "item",
                 "Log without `prog_bar=True`: such metrics are read after each batch, with or without a bar.",
+                depth=4,
             ),
-            Setting("_LoggerConnector.log_metrics", "item", "Set a larger `log_every_n_steps` of `Trainer`."),
+            Setting("_LoggerConnector.log_metrics", "item", "Set a larger `log_every_n_steps` of `Trainer`.", depth=4),
             Setting("ThroughputMonitor._update", "synchronize", "Take `ThroughputMonitor` out of the callbacks."),
             Setting("Trainer._run_stage", "anomaly detection", "Set `detect_anomaly=False` of `Trainer`."),
         ),
@@ -155,9 +158,10 @@ def library_call(library: Sequence[str], call: str) -> LibraryCall:
 
 def _known(library: Sequence[str], call: str) -> Iterator[tuple[str, str]]:
     """Each frame that a setting is of, and what to do; a trace has a method's name without its class."""
-    for frame in library:
+    for depth, frame in enumerate(library):
         package, (_, _, function) = frame.partition("/")[0], frame.split(":", 2)
         for own in (one for one in OF_LIBRARIES if package in one.packages):
             for setting in own.settings:
-                if f".{setting.function}".endswith(f".{function}") and setting.call in call:
+                is_of = f".{setting.function}".endswith(f".{function}") and depth <= setting.depth
+                if is_of and setting.call in call:
                     yield frame, f"{setting.advice} This was checked with {own.checked}."

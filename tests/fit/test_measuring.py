@@ -23,6 +23,7 @@ while True:
 """
 
 MIB = 1024**2
+ROOT = Path(__file__).parents[2]
 
 
 def command_of(folder: Path, text: str) -> list[str]:
@@ -55,23 +56,43 @@ def test_memory_that_runs_out_is_no_error(tmp_path: Path) -> None:
 ON_A_DEVICE = """
 import sys
 import torch
-from tests.simulated_cuda.cuda import SimulatedCuda
 
-cuda = SimulatedCuda()
-with cuda.in_place():
-    model = torch.nn.Linear(1024, 1024, device="cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(100):
-        optimizer.zero_grad()
-        model(torch.ones(int(sys.argv[1]), 1024, device="cuda")).mean().backward()
-        optimizer.step()
-        torch.cuda.empty_cache()
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(100):
+    optimizer.zero_grad()
+    model(torch.ones(int(sys.argv[1]), 1024, device="cuda")).mean().backward()
+    optimizer.step()
+    AFTER_STEP
 """
+
+
+def on_a_device(folder: Path, after_step: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests' / 'simulated_cuda' / 'at_start'}:{ROOT}")
+    return command_of(folder, ON_A_DEVICE.replace("AFTER_STEP", after_step))
 
 
 def test_on_a_device_the_peak_is_what_its_allocator_had_reserved_also_within_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    peak = measure_peak(command_of(tmp_path, ON_A_DEVICE), 8192) or 0
+    peak = measure_peak(on_a_device(tmp_path, "torch.cuda.empty_cache()", monkeypatch), 8192) or 0
     assert 64 * MIB < peak < 128 * MIB  # the batch and what it gives are 32 MiB each, freed before a step ends
+
+
+VALIDATE = """torch.empty(200 * 2**20, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()"""
+
+
+def test_what_a_validation_takes_counts_though_the_program_resets_the_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (measure_peak(on_a_device(tmp_path, VALIDATE, monkeypatch), 2) or 0) > 200 * MIB
+
+
+def test_a_size_that_fails_on_a_device_after_some_steps_has_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = on_a_device(tmp_path, "raise RuntimeError('cuDNN error: EXECUTION_FAILED')", monkeypatch)
+    with pytest.raises(EfprofError, match="failed; it said last: RuntimeError: cuDNN error"):
+        measure_peak(command, 2)

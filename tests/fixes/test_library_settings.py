@@ -70,6 +70,15 @@ def test_the_library_that_asks_another_one_is_named_too() -> None:
     assert called.by == " by `GradScaler.get_scale` of torch for engines"
 
 
+def test_a_setting_is_not_named_for_calls_far_below_its_function() -> None:
+    frames = ["trl/trainer.py:7:MyTrainer.compute_loss", "transformers/trainer.py:9:Trainer.training_step",
+              "transformers/trainer.py:5:Trainer._run_epoch"]  # fmt: skip
+    called = library_call(frames, "bool")
+    assert called.function == "MyTrainer.compute_loss"
+    assert called.fix is not None
+    assert "logging_nan_inf_filter" not in called.fix.summary
+
+
 class Regression(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -144,7 +144,9 @@ class SimulatedCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def break_down(self) -> None:
         """A kernel reads where it must not: each call that gets to the device fails from now on."""
-        self._error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        self._error = getattr(torch, "AcceleratorError", RuntimeError)(
+            "CUDA error: an illegal memory access was encountered"
+        )
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor lies, as `tensor.device` says it here."""

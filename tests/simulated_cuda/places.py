@@ -63,6 +63,8 @@ def in_torch(cuda: Any) -> Iterator[Replacement]:
     yield torch._C, "_DisableTorchDispatch", outside_modes
     yield torch.autograd, "_engine_run_backward", cuda.engine.run
     yield optimizer, "_get_foreach_kernels_supported_devices", lambda: [] if cuda.backing == CPU else ["cuda"]
+    if hasattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check"):  # torch 2.15 asks C++ for a stream
+        yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda self: None
     grouped = _grouped(optimizer._group_tensors_by_device_and_dtype)
     yield optimizer, "_group_tensors_by_device_and_dtype", grouped
     yield torch.Tensor, "device", property(cuda.device_of)

@@ -80,7 +80,7 @@ def test_a_device_that_breaks_down_ends_the_training_with_its_own_error_and_keep
                 cuda.break_down()
             train_step(model, optimizer, *(one.to("cuda") for one in batch))
 
-    with pytest.raises(torch.AcceleratorError, match="illegal memory access") as raised:
+    with pytest.raises(RuntimeError, match="illegal memory access") as raised:
         record_here(tmp_path, train_and_break, overhead=overhead, memory_steps=DEFAULT_MEMORY_STEPS)
     assert "efprof" not in str(raised.traceback[-1].path)
     steps = Recorded(folder=tmp_path).steps

@@ -157,7 +157,7 @@ def functions(cuda: Any) -> dict[str, Callable[..., Any]]:
         cuda.note_call("memory_stats")
         return memory.stats(device)
 
-    def _cuda_memorySnapshot(mempool_id: tuple[int, int] | tuple[int, int, bool] | None) -> dict[str, Any]:
+    def _cuda_memorySnapshot(mempool_id: tuple[int, int] | tuple[int, int, bool] | None = None) -> dict[str, Any]:
         taken = memory.snapshot()
         if mempool_id is not None and len(mempool_id) == 3 and not mempool_id[2]:
             taken["device_traces"] = [[] for _ in taken["device_traces"]]

@@ -40,7 +40,7 @@ MAX_PROCESSES = 4
 
 def trace_paths(rank_folder: Path) -> list[Path]:
     """The rank's windows in the order they were recorded; raises NotRecorded where there is none."""
-    return numbered_files(rank_folder, "trace", ".json.gz", "; record the run with '--trace-steps 5:7'.")
+    return numbered_files(rank_folder, "trace", ".json.gz", "; record the run with '--trace-steps 2:4'.")
 
 
 def lean_paths(rank_folder: Path) -> dict[str, Path]:

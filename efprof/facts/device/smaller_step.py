@@ -215,7 +215,7 @@ def _no_matter_of_batch(run: Run, missing: MissingMemory) -> str | None:
 def _room_for_library(failure: MemoryFailure, missing: MissingMemory, total_bytes: int) -> str | None:
     """Returns None where tensors have most of the device: fewer samples then leave the library room."""
     reserved = missing.in_use_bytes + failure.cached_bytes
-    needed = max(missing.in_use_bytes, (missing.kept_bytes or 0) + (missing.usual_bytes or 0))
+    needed = max(failure.peak_bytes, missing.in_use_bytes, (missing.kept_bytes or 0) + (missing.usual_bytes or 0))
     spare = reserved - needed
     if (failure.outside_bytes or 0) > reserved:
         return (

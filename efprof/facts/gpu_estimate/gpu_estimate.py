@@ -52,6 +52,7 @@ class GpuEstimate:
         passages = [passage_of(window) for window in windows]
         self.older = older = older_memory(records, windows, passages)
         self.num_workspaces = num_cublas_workspaces(windows)
+        self.workspace_bytes = self.num_workspaces * CUBLAS_BYTES
         first = [*older.first, *[CUBLAS_BYTES] * self.num_workspaces]
         entries = play(passages, first, older.states, num_rounds=NUM_ROUNDS, cleared_at=older.cleared_at)
         default = AllocatorSettings()

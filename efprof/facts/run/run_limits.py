@@ -140,7 +140,8 @@ class MemoryFailure:
 
     `requested_bytes` is None where the error does not tell it; Python's own never does. `device_event` is what CUDA's
     allocator itself told last, an empty one where it told nothing. A `library` asked the driver, and not PyTorch:
-    `cached_bytes` were then free in PyTorch's cache, `outside_bytes` used outside of its allocator, None if unknown.
+    `cached_bytes` were then free in PyTorch's cache, `peak_bytes` the most in use until then (0 if unknown), and
+    `outside_bytes` used outside of its allocator, None if unknown.
     """
 
     rank_folder: Path
@@ -153,6 +154,7 @@ class MemoryFailure:
     device_event: DeviceOutOfMemory
     library: str | None = None
     cached_bytes: int = 0
+    peak_bytes: int = 0
     outside_bytes: int | None = None
 
     @classmethod
@@ -184,5 +186,6 @@ class MemoryFailure:
             device_event=device_event,
             library=library_in(event.message),
             cached_bytes=broken[-1].reserved_bytes - broken[-1].allocated_bytes if broken else 0,
+            peak_bytes=(broken[-1].peak_bytes or 0) if broken else 0,
             outside_bytes=used[-1].outside_bytes if used else None,
         )

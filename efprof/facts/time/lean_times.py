@@ -43,7 +43,7 @@ def timed_window(run: Run) -> TraceWindow:
     """
     traces = run.get(TraceWindows)
     if not traces.windows:
-        raise NotRecorded("no trace holds a step; record the run with '--trace-steps 5:7'.")
+        raise NotRecorded("no trace holds a step; record the run with '--trace-steps 2:4'.")
     pairs = [(one, traces.lean[one.name]) for one in traces.windows if one.name in traces.lean]
     for full, lean in sorted(pairs, key=lambda pair: abs(pair[1].step_ms - (pair[1].steady_ms or 0.0))):
         with suppress(UnreadableInput):

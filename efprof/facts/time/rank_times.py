@@ -117,7 +117,7 @@ class RankTimes:
         found = {place: one for place, one in every.items() if isinstance(one, OneRank)}
         errors = tuple(str(one) for one in every.values() if isinstance(one, UnreadableInput))
         if not found and not errors:
-            raise NotRecorded("no rank recorded a trace with a step; record the run with '--trace-steps 5:7'.")
+            raise NotRecorded("no rank recorded a trace with a step; record the run with '--trace-steps 2:4'.")
         if run.is_foreign:
             _check_together({run.rank_folders[place]: one for place, one in found.items()})
         # Each by the rank that its trace names; by its place where one names none, or two the same.

@@ -179,4 +179,11 @@ def _read_use(session: Session) -> None:
             budget.spend("device use", thread_time_ns() - began)
 
     session.listen("device_use", step_ended=read_now_and_then)
-    session.on_end("device_use", read)  # by then every library has what it needs, or has asked for too much
+    session.before(torch._C, "_cuda_resetPeakMemoryStats", "device_use", device.keep_mark)
+
+    def read_at_end() -> None:
+        """By then every library has what it needs, or has asked for too much. A device that failed tells nothing."""
+        with suppress(RuntimeError):
+            read()
+
+    session.on_end("device_use", read_at_end)

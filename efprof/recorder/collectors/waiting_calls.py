@@ -12,6 +12,7 @@ import pkgutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -72,11 +73,12 @@ def start(session: Session) -> None:
     undo.append(replace(torch._tensor_str, "_str", read("print", torch._tensor_str._str)))
     for name in STALLS:
         owner_name, _, attribute = name.rpartition(".")
-        owner = pkgutil.resolve_name(owner_name)
-        original = getattr(owner, attribute)
-        stall = calls.counted(name, original, lambda _: True, calls.noted_stall)
-        owners = {owner, sys.modules[original.__module__]}  # it is pickled by its name where it is defined
-        undo += [replace(one, attribute, stall) for one in owners if vars(one).get(attribute) is original]
+        with suppress(AttributeError):  # a newer torch may lack one
+            owner = pkgutil.resolve_name(owner_name)
+            original = getattr(owner, attribute)
+            stall = calls.counted(name, original, lambda _: True, calls.noted_stall)
+            owners = {owner, sys.modules[original.__module__]}  # it is pickled by its name where it is defined
+            undo += [replace(one, attribute, stall) for one in owners if vars(one).get(attribute) is original]
     session.undo_at_end(*undo)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from efprof.recorder.hooks.patching import Undo, call_after, replace
-from efprof.recorder.hooks.torch_versions import CAPTURE_ENDS_IN_PARTS, version_of
+from efprof.recorder.hooks.torch_versions import capture_ending
 from efprof.recorder.loop.loop import Loop
 from efprof.recorder.session.shell import Guard
 
@@ -19,7 +19,7 @@ def watch_captures(loop: Loop, guard: Guard) -> list[Undo]:
     kind, stepping = torch.cuda.CUDAGraph, CapturedSteps(loop)
     paused = guard(stepping.capture_began)
     resumed = guard(stepping.capture_ended)
-    ending = "capture_end_pre" if version_of(torch) >= CAPTURE_ENDS_IN_PARTS else "capture_end"
+    ending = capture_ending(kind)
     begin, end = kind.capture_begin, getattr(kind, ending)
 
     @functools.wraps(begin)

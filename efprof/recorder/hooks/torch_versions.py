@@ -1,5 +1,6 @@
 """Which releases of torch efprof takes, and what differs between them. It does not import torch."""
 
+import re
 from collections.abc import Mapping
 from types import ModuleType
 
@@ -20,16 +21,18 @@ PLAIN_VARIABLE_WORKS: Version = (2, 10)
 SHORTER_HISTORY: Version = (2, 11)
 """From here on the allocator's history may skip kinds of events, and a list of segments may come without it."""
 
-CAPTURE_ENDS_IN_PARTS: Version = (2, 14)
-"""From here on a capture is over at the first of two calls, which `capture_end` makes too."""
-
 CUDA_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 PLAIN_VARIABLE = "PYTORCH_ALLOC_CONF"
 
 
 def version_of(torch: ModuleType) -> Version:
-    major, minor = str(torch.__version__).split(".")[:2]
+    major, minor = re.findall(r"\d+", str(torch.__version__))[:2]
     return int(major), int(minor)
+
+
+def capture_ending(graph: type) -> str:
+    """The method at whose call a capture is over: the first of the two that `capture_end` makes since torch 2.14."""
+    return "capture_end_pre" if hasattr(graph, "capture_end_pre") else "capture_end"
 
 
 def name_of(version: tuple[int, ...]) -> str:

@@ -29,12 +29,20 @@ class TrainingDevice:
             lambda: None if self.index is None else torch._C._cuda_memoryStats(self.index)
         )
         """The allocator's raw counters: flattening them, as `torch.cuda.memory_stats` does, takes ten times as long."""
+        self.highest_reserved_bytes = 0
+        """That its allocator's own mark showed when the program reset it."""
         self._with_most_memory = guard(_with_most_memory)
         self._has_loss = False
 
     def look(self) -> None:
         if not self._has_loss and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.index = self._with_most_memory()
+
+    def keep_mark(self, *_: object) -> None:
+        """The program is about to reset the allocator's marks."""
+        stats = self.statistics() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        if stats:
+            self.highest_reserved_bytes = max(self.highest_reserved_bytes, stats["reserved_bytes"]["all"]["peak"])
 
     def see(self, losses: object) -> bool:
         """A step's first backward pass is called on these: whether the first one is on another device than thought."""
@@ -129,7 +137,7 @@ def _read_cuda(device: TrainingDevice) -> tuple[int, ...]:
         stats["active_bytes"]["all"]["current"],
         stats["inactive_split_bytes"]["all"]["current"],
         stats["num_alloc_retries"],
-        stats["reserved_bytes"]["all"]["peak"],
+        max(device.highest_reserved_bytes, stats["reserved_bytes"]["all"]["peak"]),
     )
 
 

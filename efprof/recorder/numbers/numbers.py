@@ -22,12 +22,12 @@ from efprof.recorder.numbers.step_numbers import (
     StepNumbers,
     device_norms,
     fill_norm,
+    first_in_parts,
     global_norm,
     is_a_mode_on,
     is_plain,
     is_read_late,
     is_set,
-    is_whole,
     learning_rate_of,
     outside_modes,
     parameters_of,
@@ -35,7 +35,6 @@ from efprof.recorder.numbers.step_numbers import (
     root_of_squares,
     weighted_losses,
 )
-from efprof.recorder.session.foreign import is_tensor
 from efprof.recorder.session.session import Session
 from efprof.recorder.session.shell import Guard, Note
 from efprof.recorder.session.sites import Sites
@@ -72,8 +71,9 @@ class Numbers:
         """Add what backward is called on; where it is bad, look for its birth before backward frees the graph."""
         self._clipped.clear()  # what is clipped next may be the same gradients, to which others were added
         opened = step.numbers
-        if is_tensor(tensors) and not is_whole(tensors):
-            self._note_unread(step.number, "losses", tensors)
+        in_parts = first_in_parts(tensors)
+        if in_parts is not None:
+            self._note_unread(step.number, "losses", in_parts)
         for value in self.losses(step.number, tensors, gradients, step.sequence, step.backward_site):
             if isinstance(value, OnDevice):
                 opened.device_losses += (value,)

@@ -121,18 +121,26 @@ def fill_norm(record: StepRecord, numbers: StepNumbers, norm: float | None) -> N
 def weighted_losses(tensors: object, gradients: object) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Of what `torch.autograd.backward` is called with: the losses of one number, each with what multiplies it.
 
-    One whose parts lie on several ranks is left out: its value takes a collective.
+    None if one of them has its parts on several ranks: its value takes a collective.
     """
     losses = tensors if isinstance(tensors, list | tuple) else (tensors,)
     given = gradients if isinstance(gradients, list | tuple) else (gradients,)
     if gradients is None:
         given = (None,) * len(losses)
     pairs = zip(losses, given, strict=False)  # torch complains where there are more of one
+    if first_in_parts(losses) is not None:
+        return []
     return [
         (loss, None if gradient is None else local_part(gradient))
         for loss, gradient in pairs
         if _is_number(loss) and (gradient is None or _is_number(gradient))
     ]
+
+
+def first_in_parts(losses: object) -> torch.Tensor | None:
+    """Returns the first of these tensors whose parts lie on several ranks."""
+    given = losses if isinstance(losses, list | tuple) else (losses,)
+    return next((one for one in given if is_tensor(one) and not is_whole(one)), None)
 
 
 def _is_number(value: object) -> TypeGuard[torch.Tensor]:

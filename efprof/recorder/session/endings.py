@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from efprof.artifacts.events import Event, OutOfMemory, StepInterrupted, TrainingRaised
-from efprof.artifacts.memory_messages import says_memory_ran_out
+from efprof.artifacts.memory_messages import TENSOR, library_in
 from efprof.model import RecorderPart
 from efprof.recorder.hooks.loop_hooks import failed_stage
 from efprof.recorder.hooks.patching import Undo, call_before, replace
@@ -100,7 +100,14 @@ class ExitWatcher:
             stage = stage or "other"
             allocated, reserved = self._memory.read()[:2]
             events.append(
-                StepInterrupted(at_ns=now, step=number, stage=stage, allocated_bytes=allocated, reserved_bytes=reserved)
+                StepInterrupted(
+                    at_ns=now,
+                    step=number,
+                    stage=stage,
+                    allocated_bytes=allocated,
+                    reserved_bytes=reserved,
+                    peak_bytes=self._memory.highest_mark(),
+                )
             )
         # Not an error that was being handled, which may be of long before.
         out_of_memory = next(filter(_is_out_of_memory, _causes(error)), None)
@@ -197,4 +204,7 @@ def _causes(error: BaseException | None, *, with_context: bool = False) -> Itera
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and says_memory_ran_out(str(error))
+    if not isinstance(error, RuntimeError):
+        return False
+    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return TENSOR in str(error) or (on_device and library_in(str(error)) is not None)

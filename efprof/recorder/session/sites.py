@@ -37,6 +37,7 @@ class Sites:
         self._start = os.getcwd()  # noqa: PTH109 - what Python calls files is relative to it, wherever the program goes
         self._keep = keep
         self.own_package = _package_that_runs()
+        self._script = os.path.abspath(sys.argv[0]) if sys.argv else ""  # noqa: PTH100 - links stay as they are spelled
         self._names: dict[str, str] = {}
         self.is_user_file = cache(self._is_written_by_user)
         self.absolute = cache(self._find_on_path)
@@ -106,7 +107,7 @@ class Sites:
             return path.startswith(TYPED_IN)
         # As it is spelled: a link into a library is the library's.
         path = os.path.normpath(os.path.join(self._start, path))  # noqa: PTH118
-        if self.own_package and path.startswith(self.own_package):
+        if path == self._script or (self.own_package and path.startswith(self.own_package)):
             return True
         return not (path.startswith(_library_folders()) or PACKAGES.search(path))
 

@@ -158,3 +158,17 @@ def test_a_loss_that_every_rank_has_whole_is_read_and_one_in_parts_is_told_of(
     assert [step.gradient_norm for step in in_parts.steps] == [2.0] * 3, "what is late goes on"
     assert [event.what for event in in_parts.events(NumbersUnread)] == ["losses"]
     assert any("losses of this run are of type DTensor" in told for told in warnings_of(open_run(in_parts.folder)))
+
+
+def test_of_several_losses_one_of_which_is_in_parts_none_is_told(tmp_path: Path, mesh: DeviceMesh) -> None:
+    def train() -> None:
+        weight = torch.ones(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.25)
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.autograd.backward((DTensor.from_local(weight.sum(), mesh, [Partial()]), weight.sum()))
+            optimizer.step()
+
+    recorded = record_here(tmp_path, train)
+    assert [step.loss for step in recorded.steps] == [None, None]
+    assert [event.what for event in recorded.events(NumbersUnread)] == ["losses"]

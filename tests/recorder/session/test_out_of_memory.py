@@ -144,3 +144,15 @@ def test_the_code_of_a_status_is_what_python_makes_of_it(status: str) -> None:
     program = [sys.executable, "-I", "-S", "-c", f"raise SystemExit({status})"]
     code = subprocess.run(program, capture_output=True, check=False).returncode
     assert exit_code_of(eval(status)) == code
+
+
+def test_what_a_library_says_of_a_device_counts_only_where_there_is_one(home: Path) -> None:
+    def train() -> None:
+        train_plainly(2)
+        raise RuntimeError("see the FAQ on 'CUBLAS_STATUS_ALLOC_FAILED'")
+
+    with pytest.raises(RuntimeError), efprof.record(windows="none", holders=False):
+        train()
+    recorded = Recorded(folder=only_run(home))
+    assert recorded.run.ended == "raised"
+    assert recorded.events(OutOfMemory) == []

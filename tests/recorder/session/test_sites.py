@@ -39,6 +39,12 @@ def test_what_lies_among_the_packages_of_another_environment_is_not_the_users(tm
     assert sites.is_user_file(str(tmp_path / "shared" / "train.py"))
 
 
+def test_the_script_that_runs_is_the_users_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "site-packages" / "train.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--lr", "1"])
+    assert make_sites(tmp_path).is_user_file(str(script))
+
+
 def test_names_are_relative_to_the_repository_however_the_file_was_reached(tmp_path: Path) -> None:
     root, link = tmp_path / "project", tmp_path / "link"
     (root / "package").mkdir(parents=True)

@@ -92,7 +92,7 @@ def own_sites(stack: tuple[str, ...]) -> list[str]:
 def events(tmp_path_factory: pytest.TempPathFactory) -> tuple[AllocationEvent, ...]:
     model = Model()
     with (
-        torch.profiler.profile(profile_memory=True, with_stack=True, with_modules=True) as profiler,
+        torch.profiler.profile(profile_memory=True, with_stack=True) as profiler,
         ExitStack() as end,
     ):
         for undo in watch_operators():

@@ -1,5 +1,6 @@
 """A device that runs out of memory, simulated: what is recorded outside a window, and what the report tells of it."""
 
+import re
 import runpy
 from collections.abc import Iterator
 from contextlib import suppress
@@ -275,8 +276,25 @@ def test_a_library_that_gets_no_memory_is_named_with_what_the_cache_held(
     assert finding.message.startswith(f"{library} could not get memory in ")
     assert "8.02 MiB in use by tensors" in finding.message
     assert finding.why == "PyTorch held 62.0 MiB more in its cache; 0 B were in use outside its allocator."
-    assert "`torch.cuda.set_per_process_memory_fraction(0.30)`" in finding.fix.summary
+    assert "`torch.cuda.set_per_process_memory_fraction(0.49)`" in finding.fix.summary
     assert dumps_of(recording) == ["the program ended for want of memory"]
+
+
+def test_the_share_that_is_advised_holds_a_peak_within_a_step(cuda: SimulatedCuda) -> None:
+    peak = 'torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")'
+    finding = finding_of(recorded(f"del activation\n        {peak}\n        raise {NCCL}  # request", **NO_WINDOW))
+    (share,) = re.findall(r"memory_fraction\((0\.\d+)\)", finding.fix.summary)
+    assert float(share) * 128 > 8 + 60
+
+
+def test_the_driver_of_a_device_may_say_it_itself(cuda: SimulatedCuda) -> None:
+    recording = recorded('raise RuntimeError("CUDA driver error: out of memory")  # request', **NO_WINDOW)
+    assert recording.run.ended == "out_of_memory"
+
+
+@pytest.mark.parametrize("text", ["INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "EXECUTION_FAILED"])
+def test_other_errors_of_a_library_are_not_about_the_device_s_memory(text: str, cuda: SimulatedCuda) -> None:
+    assert recorded(f'raise RuntimeError("CUDNN_STATUS_{text}")', **NO_WINDOW).run.ended == "raised"
 
 
 def test_where_most_of_the_device_is_outside_of_pytorch_a_library_that_gets_no_memory_says_so(

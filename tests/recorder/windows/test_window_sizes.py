@@ -332,9 +332,12 @@ def test_a_step_too_large_for_any_window_is_not_traced_and_the_report_says_so(
 def test_a_step_whose_calls_were_not_all_counted_has_more_than_were_and_no_time_is_told_for_it(tmp_path: Path) -> None:
     def train() -> None:
         model, optimizer = make_training()
+        model.register_forward_pre_hook(call_far_too_often)
         for batch in make_loader(7):
-            call_often(2 * MAX_EVENTS)
             train_step(model, optimizer, *batch)
+
+    def call_far_too_often(*_: object) -> None:
+        call_often(2 * MAX_EVENTS)
 
     recorded = record_here(tmp_path, train, windows=DEFAULT_TRACE_STEPS)
     assert recorded.events(WindowLeftOut)[0].num_events < 2 * MAX_EVENTS
