@@ -63,7 +63,7 @@ def test_it_blames_the_call_deletes_it_and_counts_what_each_flush_gave_back(tmp_
     assert finding.gain.step_ms == pytest.approx(3.0)
     assert finding.fix.changes == (CodeEdit(file="train.py", line=6, old="        torch.cuda.empty_cache()", new=""),)
     assert "it gave 40.0 MiB back each time." in finding.why
-    assert finding.message.startswith("The cache is emptied 1 times per step, which takes 3.00 ms of it (19 %)")
+    assert finding.message.startswith("The cache is emptied once per step, which takes 3.00 ms of it (19 %)")
     assert severity_in(run, finding) == "medium"
 
 

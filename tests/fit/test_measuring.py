@@ -72,6 +72,7 @@ def on_a_device(folder: Path, after_step: str, monkeypatch: pytest.MonkeyPatch) 
     return command_of(folder, ON_A_DEVICE.replace("AFTER_STEP", after_step))
 
 
+@pytest.mark.long
 def test_on_a_device_the_peak_is_what_its_allocator_had_reserved_also_within_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ VALIDATE = """torch.empty(200 * 2**20, dtype=torch.uint8, device="cuda")
     torch.cuda.reset_peak_memory_stats()"""
 
 
+@pytest.mark.long
 def test_what_a_validation_takes_counts_though_the_program_resets_the_peak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
