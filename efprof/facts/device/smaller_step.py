@@ -224,9 +224,8 @@ def _room_for_library(failure: MemoryFailure, missing: MissingMemory, total_byte
         )
     if spare >= MIN_SPARE * total_bytes:
         return (
-            f"Leave {failure.library} half of what the cache held beyond a step's peak: call "
-            f"`torch.cuda.set_per_process_memory_fraction({(needed + spare / 2) / total_bytes:.2f})` before training. "
-            "PyTorch then gives cached memory back before it asks for more."
+            f"Call `torch.cuda.empty_cache()` once before this line: PyTorch's cache held {format_bytes(spare)} beyond "
+            f"a step's peak. Or have {failure.library} make its first call before training fills the device."
         )
     return None
 
