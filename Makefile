@@ -133,7 +133,7 @@ versions: $(TESTS_INSTALLED) ## Run the tests that depend on torch under several
 # Both need no installation of efprof: programs that tests start find it by PYTHONPATH.
 gpu: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu: ## Run everything that needs a CUDA device, under .venv or another Python (make gpu GPU_PYTHON=python3)
-	$(GPU_PYTHON) -m pytest -m gpu -rs
+	$(GPU_PYTHON) -m pytest -m gpu -rs -W default
 
 gpu-minutes: ## Run what fits of it in ten minutes, and pack the results in reports/gpu (make gpu-minutes GPU_PYTHON=python3)
 	EFPROF_COMMIT="$${EFPROF_COMMIT:-$$(git describe --always --dirty 2>/dev/null)}" $(GPU_PYTHON) -m benchmarks.recording.on_a_gpu.minutes

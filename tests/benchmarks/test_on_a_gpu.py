@@ -1,4 +1,4 @@
-"""The minutes on a lent GPU: what is cut off loses nothing, and the whole of it runs on a simulated device."""
+"""The minutes on a GPU: what is cut off loses nothing, and the whole of it runs on a simulated device."""
 
 import json
 import os

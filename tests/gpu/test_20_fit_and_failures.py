@@ -60,7 +60,7 @@ def test_a_library_that_gets_no_memory_ends_the_run_as_out_of_memory_with_a_snap
     recorded = record_text(tmp_path, TRAIN_PLAINLY.replace("STEPS", "3") + FULL, "--windows", "none")
     assert recorded.run.ended == "out_of_memory", recorded.errors
     (finding,) = out_of_memory(open_run(recorded.folder)).findings
-    assert "could not get memory" in finding.message or "could not give" in finding.message
+    assert "could not get memory" in finding.message, "a library, not PyTorch's allocator"
     assert (recorded.rank / "memory-out-of-memory.pickle").exists()
 
 
@@ -81,6 +81,6 @@ def test_no_collector_warns_also_where_warnings_are_errors_and_all_windows_open(
 
 def test_what_libraries_use_of_the_device_is_read_again_at_the_end(tmp_path: Path) -> None:
     recorded = record_text(tmp_path, TRAIN_PLAINLY.replace("STEPS", "5"), "--windows", "none")
-    first, *_, last = read_device_use(recorded.rank)
+    *_, last = read_device_use(recorded.rank)
     assert last.step == 5
-    assert last.outside_bytes >= first.outside_bytes > 0
+    assert last.outside_bytes > 0

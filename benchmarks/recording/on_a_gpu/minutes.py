@@ -62,7 +62,11 @@ def parts(num_workers: int, gpt: Sequence[str] = GPT) -> list[Part]:
     return [
         Part(name="machine", limit_s=30, words=("-c", MACHINE)),
         Part(name="gpt", limit_s=190, words=gpt),
-        Part(name="simulated", limit_s=45, words=tests(["17_what_is_simulated"])),
+        Part(
+            name="simulated",
+            limit_s=45,
+            words=tests(["17_what_is_simulated"], "-n", str(num_workers), "--dist", "load"),
+        ),
         Part(
             name="waits",
             limit_s=45,
@@ -87,7 +91,6 @@ def parts(num_workers: int, gpt: Sequence[str] = GPT) -> list[Part]:
                     "16_expandable_segments",
                     "2_always_on",
                     "12_distributed",
-                    "20_fit_and_failures",
                     "15_graphs_and_compiled",
                 ],
                 *("-n", str(num_workers), "--dist", "loadgroup"),
@@ -97,7 +100,7 @@ def parts(num_workers: int, gpt: Sequence[str] = GPT) -> list[Part]:
         Part(
             name="threads-and-devices",
             limit_s=45,
-            words=tests(["8_threads_and_graphs", "9_devices"], "-k", "not allocator"),
+            words=tests(["8_threads_and_graphs", "9_devices", "20_fit_and_failures"], "-k", "not allocator"),
         ),
         Part(
             name="casebook",

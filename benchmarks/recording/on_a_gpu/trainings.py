@@ -1,5 +1,6 @@
 """Starts the GPT in processes of its own, bare or recorded, and says what each told or why it failed."""
 
+import json
 import os
 import sys
 import time
@@ -150,7 +151,7 @@ class Trainings:
         runs = sorted((folder / "runs").glob("*")) if training.recorded is not None else []
         return Outcome(
             training=training,
-            told=msgspec.json.decode(told.read_bytes(), type=Told) if told.exists() else None,
+            told=msgspec.convert(json.loads(told.read_bytes()), Told) if told.exists() else None,
             run=runs[0] if runs else None,
             error=error if error or told.exists() else "it told nothing",
         )

@@ -1,6 +1,6 @@
 """CUDA's caching allocator without the CUDA: where each block would lie, and what would be asked of the driver.
 
-The functions follow those of c10/cuda/CUDACachingAllocator.cpp (torch 2.1 to 2.13), and keep its known bug: after
+The functions follow those of c10/cuda/CUDACachingAllocator.cpp (torch 2.1 to 2.15), and keep its known bug: after
 memory was released the pools are not searched again (pytorch/pytorch#189504).
 """
 

@@ -8,7 +8,7 @@ Version = tuple[int, int]
 
 OLDEST: Version = (2, 7)
 NEWEST: Version = (2, 15)
-"""`make versions` runs the tests under both ends, and some between them."""
+"""The newest that the tests were run under; `make versions` takes what pip picks."""
 
 ACCELERATOR_MEMORY: Version = (2, 9)
 """From here on `torch.accelerator` empties the cache and resets the peak, as `torch.cuda` does."""
