@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from efprof.recorder.hooks.torch_versions import version_of
 from tests.recorder.conftest import Begin
 from tests.recorder.hooks.user_calls import LOADERS, SWAPS
 
@@ -224,7 +225,8 @@ def test_attributes_that_the_recorder_sets_are_those_reviewed(where: str, found:
         expected |= {*names(OPERATORS), "torch.autograd.profiler._is_profiler_enabled"}  # the latter sets torch itself
     changes = found.changes[where]
     assert of_torch(changes["attributes"]) == expected
-    assert of_torch(changes["contents"]) <= TABLES
+    by_torch = {"posix.environ"} if version_of(torch) < (2, 13) else set()  # older ones name inductor's cache later
+    assert of_torch(changes["contents"]) - by_torch <= TABLES
     assert set(changes["globals"]) <= GLOBALS
 
 

@@ -77,7 +77,7 @@ def test_calls_of_python_and_operators_are_reckoned_as_events() -> None:
         call_often(1000)
         for _ in range(100):
             (weight * 2).sum().backward()
-    assert len(profiler.profiler.kineto_results.events()) == pytest.approx(full, rel=0.5)
+    assert 0.45 * full < len(profiler.profiler.kineto_results.events()) < 1.5 * full
     assert 1000 < lean < full - 1000
     assert events.in_window(2, is_lean=True, skips_fetch=False) == 2 * lean
 
