@@ -191,7 +191,8 @@ for step in range(60):
 def test_ranks_write_full_windows_after_the_same_steps_so_none_waits_long_for_another(home: Path) -> None:
     """A rank that writes while the others wait at a collective would meet the timeout of NCCL."""
     (home.parent / "train.py").write_text(TOGETHER)
-    command = ("torchrun", "--nproc-per-node", "2", str(home.parent / "train.py"))
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    command = (*launcher, str(home.parent / "train.py"))
     recorded = record_command(home, command, options=("--triggers", "non-finite"), environment=OWN_STORE)
     written = [
         {(event.window, event.step) for event in read_events(rank)[0] if isinstance(event, WindowClosed)}
