@@ -11,6 +11,7 @@ from torch import nn
 
 from efprof.artifacts.events import BackwardCalls, CollectorStopped
 from efprof.recorder.collectors import backward_calls
+from tests.recorder.holders import SAVED_IS_TOLD
 from tests.recorder.recording import Recorded, line_of, record_here
 
 NUM_STEPS, WIDTH, ROWS = 12, 16, 32
@@ -113,6 +114,7 @@ def calls_in(folder: Path, work: Pass) -> list[BackwardCalls]:
     return list({event.site: event for event in recorded(folder, work).events(BackwardCalls)}.values())
 
 
+@SAVED_IS_TOLD
 def test_a_graph_that_nobody_needs_is_let_go_without_a_second_run(tmp_path: Path) -> None:
     (event,), (at_its_end,) = calls_in(tmp_path / "a", needless), calls_in(tmp_path / "b", released_at_its_end)
     for one in (event, at_its_end):

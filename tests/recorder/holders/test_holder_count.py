@@ -19,6 +19,7 @@ from efprof.recorder.holders.holders import HolderCount
 from efprof.recorder.holders.paths import Held, Node, Place, TimeLimit
 from efprof.recorder.session.sites import Sites
 from efprof.recorder.session.writing import LineWriter, RankFolder
+from tests.recorder.holders import SAVED_IS_TOLD
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +83,7 @@ def keep_losses(tmp_path: Path) -> dict[tuple[str, str], Counted]:
     return held
 
 
+@SAVED_IS_TOLD
 def test_a_local_list_is_counted_with_its_tensors_bytes_and_graph(tmp_path: Path) -> None:
     held = keep_losses(tmp_path)["local", "keep_losses.history"]
     assert (held.tensors, held.length, held.type) == (3, 3, "list")
@@ -244,6 +246,7 @@ def test_a_checkpoint_is_not_computed_again() -> None:
     assert len(calls) == 1, "the forward pass alone"
 
 
+@SAVED_IS_TOLD
 def test_what_the_program_packed_a_saved_tensor_into_is_counted_as_it_is() -> None:
     unpacked = []
 
@@ -276,6 +279,7 @@ def summed_square() -> torch.Tensor:
     return (torch.ones(1000, requires_grad=True) + 2).square().sum()
 
 
+@SAVED_IS_TOLD
 def test_a_graph_that_a_backward_pass_has_freed_keeps_its_input_and_the_gradient() -> None:
     result = summed_square()
     assert held_by(result).graph_bytes == 8000
@@ -296,6 +300,7 @@ class Doubled(torch.autograd.Function):
         return gradients[0] * 2
 
 
+@SAVED_IS_TOLD
 def test_what_an_operation_of_the_programs_own_saves_is_counted_until_it_is_freed() -> None:
     doubled: Callable[[torch.Tensor], torch.Tensor] = Doubled.apply
     result = doubled(torch.ones(1000, requires_grad=True) + 1).sum()
@@ -304,6 +309,7 @@ def test_what_an_operation_of_the_programs_own_saves_is_counted_until_it_is_free
     assert held_by(result).graph_bytes == 2 * 4000, "the input, and its gradient"
 
 
+@SAVED_IS_TOLD
 def test_a_graph_that_several_holders_share_counts_for_each() -> None:
     shared, nodes = summed_square(), dict[Any, Node]()
     for _ in range(2):
